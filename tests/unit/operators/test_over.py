@@ -10,7 +10,8 @@ import pytest
 
 import tidegate as tg
 from tests.unit.operators.keyed_runs import BACKENDS, Subtasks
-from tidegate.dataflow.operators import over
+from tests.unit.operators.windowing import subtask_of
+from tidegate.dataflow.operators import over, timed_records
 from tidegate.dataflow.pipeline import Pipeline
 from tidegate.dataflow.ranking import over_spec
 from tidegate.protocol.watermarks import MAX_WATERMARK_MS
@@ -38,6 +39,7 @@ def test_each_record_has_the_aggregates_of_the_last_ones_of_its_key(
     backend: str, rows: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(over, "STEP_ROWS", 6)  # several steps for each watermark
+    monkeypatch.setattr(timed_records, "MOST_OF_LENGTH", 1 + 31 * seed)  # with 1, stretches have many lengths
     rng = Random(seed)
     subtasks = Subtasks(spec_of(rows), RECORD, RETURNS, backend=backend, parallelism=2, sides={"late": RECORD})
     waiting: list[Any] = []
@@ -88,6 +90,18 @@ def due(waiting: list[Any], gone: dict[int | None, list[Any]], at_ms: int, rows:
         last = gone[each[0]][-rows:]
         found.append((*each, sum(one[2] for one in last), [one[3] for one in last], each[3], each[0] * 2))
     return found
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_records_stay_in_order_if_stretches_of_several_lengths_come_together(backend: str) -> None:
+    one, other = next((0, key) for key in range(1, 20) if subtask_of(key, 2) != subtask_of(0, 2))
+    subtasks = Subtasks(spec_of(3), RECORD, RETURNS, backend=backend, parallelism=2, sides={"late": RECORD})
+    subtasks.feed([(one, number * 1024, 0, "") for number in range(40)])  # so many that they are in longer stretches
+    subtasks.feed([(other, 1500, 0, "first")])
+    subtasks = subtasks.restored(1)
+    subtasks.feed([(other, 1600, 0, "second"), (other, 9000, 0, "third")])
+    emitted = [row for row in subtasks.watermark(10**6) if row[0] == other]
+    assert [row[5] for row in emitted] == [["first"], ["first", "second"], ["first", "second", "third"]]
 
 
 def test_only_what_the_aggregates_read_of_the_last_records_is_kept() -> None:

@@ -109,6 +109,18 @@ def test_without_an_order_arrival_decides(keep: Any, chosen: list[str]) -> None:
     assert bench.feed(("+I", "b", None, None)) == [("+I", "b", None, None)]
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_a_record_that_is_deleted_and_comes_again_arrives_again(together: bool) -> None:
+    """However records are cut into batches."""
+    bench = ranking(lambda keyed: keyed.deduplicate("op", keep="last"))
+    out: Counter[Row] = Counter()
+    changes = [("-D", "a", None, "one"), ("+I", "a", None, "one")]
+    applied(bench.feed(("+I", "a", None, "one"), ("+I", "a", None, "other")), out)
+    for batch in [changes] if together else [[each] for each in changes]:
+        applied(bench.feed(*batch), out)
+    assert out == {("a", None, "one"): 1}
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_key_is_forgotten_when_nothing_came_for_its_ttl(backend: str) -> None:
     bench = ranking(lambda keyed: keyed.top("op", 1, by="x", ttl="1 s"), make_backend=BACKENDS[backend])

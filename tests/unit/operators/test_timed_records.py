@@ -65,6 +65,30 @@ def test_stretches_hold_their_times_and_do_not_overlap(
         backend.close()
 
 
+@pytest.mark.parametrize("make_backend", [on_heap, on_rocksdb])
+def test_stretches_of_several_lengths_that_come_together_are_joined(
+    make_backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timed_records, "MOST_OF_LENGTH", 1)
+    monkeypatch.setattr(timed_records, "MIN_STRETCH_MS", 4)
+    monkeypatch.setattr(timed_records, "MOVED_ROWS", 3)
+    backend, times = make_backend(pa.int64()), list[int]()
+    together = records_of(backend)
+    for number in range(3):
+        of_subtask, rng = records_of(on_heap(pa.int64())), Random(number)
+        some = [rng.randrange(400) * 3 + number for _ in range(5 ** (number + 1))]
+        add(of_subtask, some)
+        times += some
+        for rows in of_subtask._state.rows():
+            backend.load("near", rows, known=False)
+    together.unnest()
+    check(together, times)
+    more = list(range(0, 1200, 7))
+    add(together, more)
+    check(together, times + more)
+    backend.close()
+
+
 @pytest.mark.parametrize("batch", [1, 2000])
 def test_there_are_few_stretches_however_far_records_are_apart(batch: int) -> None:
     records = records_of(on_heap(pa.int64()))

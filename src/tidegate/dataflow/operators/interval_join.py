@@ -17,7 +17,7 @@ matched would be late. At the end of time records stay, for input that is added 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -137,12 +137,13 @@ class IntervalJoinOperator(TimedJoinOperator):
         # By port: from when to when the times of the matches are, after a record's own time.
         self._reach_us = ((lower_us, upper_us), (-upper_us, -lower_us))
 
-    def _open_state(self) -> None:
+    def _open_state(self) -> Sequence[TimedRecords]:
         kept = max(*self._spec.kept_ms, self._spec.upper_ms - self._spec.lower_ms)
         self._records = tuple(
             TimedRecords(descriptor, self._backend, time=side.time, kept_ms=kept)
             for descriptor, side in zip(self._spec.descriptors, self._sides, strict=True)
         )
+        return self._records
 
     def _held_back_ms(self) -> int:
         return max(0, *self._spec.kept_ms)

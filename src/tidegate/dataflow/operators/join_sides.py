@@ -131,9 +131,10 @@ class StoredSide:
         assert self._ttl_ms is None
         return self._state.window(NO_END)
 
-    def arrived(self, batch: pa.RecordBatch, *, forgets: bool) -> Arrived:
-        """Return the records of a batch, deletions first, without those that a later one in it takes back. `forgets`:
-        whether records from before the batch may have been forgotten."""
+    def arrived(self, batch: pa.RecordBatch, *, renews: bool) -> Arrived:
+        """Return the records of a batch, deletions first, without those that a later one in it takes back. `renews`:
+        whether a record that is deleted and comes again is another one. It is if the former one may have been forgotten, or
+        if the order of arrival matters."""
         keys = [plain(batch.column(field.name)).cast(field.type) for field in self.side.key]
         columns = [plain(batch.column(field.name)) for field in self.side.columns]
         if not self.side.retracts:
@@ -145,7 +146,7 @@ class StoredSide:
         deleted = np.bincount(ids[takes_back_earlier(ids, arrived.signs)], minlength=int(ids.max()) + 1)
         inserted = deleted.copy()
         np.add.at(inserted, ids, arrived.signs)
-        if not forgets:
+        if not renews:
             # What is deleted is stored, so it may stay instead of coming back.
             stays = np.minimum(deleted, inserted)
             deleted, inserted = deleted - stays, inserted - stays

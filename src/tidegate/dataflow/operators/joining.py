@@ -30,7 +30,7 @@ from tidegate.dataflow.operators.joined_columns import Columns, JoinedColumn, st
 from tidegate.dataflow.operators.keyed_table import plain
 from tidegate.dataflow.operators.process import key_type
 from tidegate.dataflow.operators.stepwise import Steps, StepwiseOperator
-from tidegate.dataflow.operators.timed_records import times_us_of
+from tidegate.dataflow.operators.timed_records import TimedRecords, times_us_of
 from tidegate.state.event_time import WATERMARK
 from tidegate.state.key_store import Array, IntArray
 from tidegate.state.operator_state import FrozenTogether
@@ -102,8 +102,8 @@ class TimedOperator(StepwiseOperator):
     # What a kind of operator implements.
 
     @abstractmethod
-    def _open_state(self) -> None:
-        """Declare the states in `_backend`."""
+    def _open_state(self) -> Sequence[TimedRecords]:
+        """Declare the states in `_backend`, and return those in stretches."""
 
     @abstractmethod
     def _take(self, arrived: Arrived, can_match: Array, port: int) -> Steps:
@@ -125,13 +125,15 @@ class TimedOperator(StepwiseOperator):
         self._time = OperatorTime(context, keyed=True)
         self._user_now_ms = context.user_now_ms
         self._backend = context.make_backend(self._key_type)
-        self._open_state()
+        timed = self._open_state()
         for state, batches in context.restored.items():
             if state == WATERMARK.name:
                 self._time.load(batches)
             else:
                 for rows in batches:
                     self._backend.load(state, rows, known=context.goes_on)
+        for records in timed:
+            records.unnest()
 
     def resume(self) -> None:
         """What is due by the restored time was in the state that was restored."""

@@ -99,10 +99,11 @@ class OverOperator(TimedOperator):
         super().__init__(node, (TimedSide(spec.key, spec.time, spec.kept),), (spec.late,))
         self._spec = spec
 
-    def _open_state(self) -> None:
+    def _open_state(self) -> Sequence[TimedRecords]:
         waiting, last = self._spec.descriptors
         self._waiting = TimedRecords(waiting, self._backend, time=self._spec.time, kept_ms=0)
         self._last = self._backend.record_state(last).table()
+        return (self._waiting,)
 
     def _held_back_ms(self) -> int:
         return 0

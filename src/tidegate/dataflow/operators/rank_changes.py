@@ -132,7 +132,7 @@ class RankChangesOperator(StepwiseOperator):
             self._backend.close()
 
     def take_batch(self, batch: pa.RecordBatch, port: int) -> Steps:
-        arrived = self._stored.arrived(batch, forgets=self._ttl is not None)
+        arrived = self._stored.arrived(batch, renews=True)
         index = KeyIndex(self._key_type)
         groups, _ = index.rows_of(arrived.keys)
         keys = index.keys(np.arange(index.top))

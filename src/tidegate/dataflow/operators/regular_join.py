@@ -126,7 +126,7 @@ class RegularJoinOperator(StepwiseOperator):
         own, other, now_ms = self._sides[port], self._sides[1 - port], self._now_ms()
         for side in self._sides:
             side.expire(now_ms)
-        arrived = own.arrived(batch, forgets=self._spec.ttl_ms is not None)
+        arrived = own.arrived(batch, renews=self._spec.ttl_ms is not None)
         without_key = arrived.has_null_key
         if without_key.any():
             if self._alone[port]:

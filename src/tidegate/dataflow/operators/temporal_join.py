@@ -142,10 +142,11 @@ class TemporalJoinOperator(TimedJoinOperator):
         self._spec = spec
         self._keeps_all = spec.how == "left"
 
-    def _open_state(self) -> None:
+    def _open_state(self) -> Sequence[TimedRecords]:
         left, _ = self._spec.descriptors
         self._waiting = TimedRecords(left, self._backend, time=self._sides[LEFT].time, kept_ms=0)
         self._kept_versions = _KeptVersions(self._spec, self._backend, self._user_now_ms)
+        return (self._waiting,)
 
     def _held_back_ms(self) -> int:
         return 0

@@ -11,6 +11,9 @@ A stretch is a table, which costs as much as a hundred records. If records are f
 there would be very many with few records each. So of each length there are at most `MOST_OF_LENGTH`: further records go to
 new stretches of twice the length, which stay accordingly longer. However far records are spread, the number of stretches
 grows with the logarithm of it. Stretches that are there keep their records, and new ones are so small that none overlap.
+Those of several subtasks may have different lengths, so one may lie inside another when they come together at another
+parallelism. Then the shorter one is moved into the longer one (`unnest`), or records would leave in another order than that
+of their times.
 
 Not here: which records match, and which nobody needs (interval_join.py, temporal_join.py).
 """
@@ -25,6 +28,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from tidegate.dataflow.aggregates.numpy_columns import copy_rows
 from tidegate.dataflow.operators.base import KeyedBackend
 from tidegate.errors import JobError
 from tidegate.state.descriptors import Records
@@ -35,6 +39,7 @@ _BITS = 6  # of a stretch's number, which say how long it is
 MIN_STRETCH_MS = 1 << 10
 MOST_STRETCHES = 16  # about how many there are in the time for which records are kept
 MOST_OF_LENGTH = 32  # of one length, before longer ones are made
+MOVED_ROWS = 65_536  # at a time
 LONGEST_BITS = 52  # which all times have
 FARTHEST_US = 2**62
 """Times beyond this are refused, since they don't fit into 64 bits when they are added."""
@@ -55,6 +60,7 @@ class TimedRecords:
     def __init__(self, descriptor: Records, backend: KeyedBackend, *, time: str, kept_ms: int) -> None:
         """`time` is the column of a record's time. `kept_ms`: about how long records are kept."""
         self._state = backend.record_state(descriptor)
+        self._columns = [column.name for column in descriptor.columns]
         self._name = str(descriptor.name)
         self._time = time
         length_ms = max(MIN_STRETCH_MS, kept_ms // MOST_STRETCHES)
@@ -90,6 +96,26 @@ class TimedRecords:
     def drop(self, stretch: Stretch) -> None:
         self._live = None
         self._state.drop(stretch.number)
+
+    def unnest(self) -> None:
+        """Move the records of stretches that lie inside others to these. Call this when the restored state is loaded."""
+        around: Stretch | None = None
+        for each in sorted(self.stretches(), key=lambda stretch: (stretch.start_ms, -stretch.stop_ms)):
+            if around is None or around.stop_ms <= each.start_ms:
+                around = each
+            else:
+                self._move(each.table, around.table)
+                self.drop(each)
+
+    def _move(self, table: RecordTable, to: RecordTable) -> None:
+        """Copy all records, in the order of their arrival. They are of other keys than those that are there."""
+        rows = table.rows()
+        rows = rows[np.argsort(table.positions(rows))]
+        for start in range(0, len(rows), MOVED_ROWS):
+            some = rows[start : start + MOVED_ROWS]
+            moved = to.append(table.key_columns(some), [table.column(name, some) for name in self._columns])
+            to.change(moved)
+            copy_rows(to.vectors, moved, table.vectors, some)
 
     def _placed(self, times_ms: IntArray) -> Iterator[tuple[int, IntArray]]:
         """Yield the number of each stretch that gets some of these times, and which."""

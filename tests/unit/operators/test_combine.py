@@ -249,6 +249,22 @@ def test_a_sum_whose_parts_do_not_fit_and_which_fits_itself_is_no_error() -> Non
     assert exchange.target.out.rows[-1] == ("a", 2**62)
 
 
+def test_the_mean_of_numbers_with_more_digits_than_a_double_has_is_no_error() -> None:
+    exchange = Exchange({"mean": (tg.mean("n"), "double")}, replace(LIMITS, records=2))
+    for rows in ([("a", 2**62 + 1)] * 3, [("a", None)], [("a", 2**62 + 1)] * 3):  # each too many to be held
+        exchange.feed(*((key, n, None, None) for key, n in rows))
+    exchange.end()
+    assert exchange.target.out.rows[-1] == ("a", 2.0**62)
+
+
+def test_keys_that_are_structs_need_the_records() -> None:
+    """A table returns them as the columns of the struct."""
+    for key, combines in (("k", False), ("k, n", True)):
+        schema = parse_schema("k struct<a: long, b: string>, n long")
+        found = Partials.of(Aggregation("test", {"n_of": tg.count()}, schema), tuple(key.split(", ")), schema)
+        assert (found is not None) is combines
+
+
 def test_large_values_join_what_is_held_in_their_order() -> None:
     exchange = Exchange({"total": (tg.sum("n"), "long"), "last": (tg.last("n"), "long")})
     exchange.feed(("a", 1, None, None))

@@ -53,13 +53,15 @@ class Partials:
     @classmethod
     def of(cls, aggregation: Aggregation, key: tuple[str, ...], records: pa.Schema) -> Partials | None:
         """Return the form, or None if these aggregates have no partials: one of them needs the records, or a column of the
-        key has the name of an accumulator, or is encoded as a dictionary."""
+        key has the name of an accumulator, or is encoded as a dictionary, or the key is one struct, which a table splits
+        into its fields."""
         names = {each.name for each in aggregation.accumulators}
         keys = [records.field(name) for name in key]
         if (
             not aggregation.combines
             or not names.isdisjoint(key)
             or any(pa.types.is_dictionary(field.type) for field in keys)
+            or (len(keys) == 1 and pa.types.is_struct(keys[0].type))
         ):
             return None
         fields = [pa.field(each.name, each.type) for each in aggregation.accumulators]

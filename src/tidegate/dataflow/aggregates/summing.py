@@ -189,7 +189,8 @@ class Mean(Aggregate):
         return True
 
     def singles(self, inputs: Sequence[pa.Array], count: int) -> Sequence[pa.Array]:
-        return [inputs[0].cast(self._sum_type), _counts(inputs[0], count)]
+        # A long is rounded to a double, as where sums are added up.
+        return [inputs[0].cast(self._sum_type, safe=False), _counts(inputs[0], count)]
 
 
 class Variance(Aggregate):

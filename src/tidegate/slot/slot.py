@@ -166,6 +166,7 @@ class Slot:
             case Complete(epoch, ending):
                 for subtask in self._subtasks:
                     subtask.complete(epoch)
+                self._report(is_last=ending is not None)  # there may be no further heartbeat
                 self._world.tell(Committed(self.index, epoch) if ending is None else Done(self.index))
             case Abort(epoch):
                 for subtask in self._subtasks:
@@ -195,17 +196,21 @@ class Slot:
         if monotonic_ms >= self._next_heartbeat_ms:
             self._next_heartbeat_ms = monotonic_ms + self._settings.tuning.heartbeat_ms
             memory = self._world.memory
-            self._world.tell(Heartbeat(self.index, self._metrics(), memory.look()))
+            memory.look()
+            self._report()
             if memory.is_nearly_full:
                 self._log.nearly_full(memory, monotonic_ms)
             self._log.look_at_alignments(self._subtasks, monotonic_ms)
             self._log.look_at_writes(self._writing, monotonic_ms)
             if self._writing and self._assembly is not None:
                 self._assembly.written.report()
-            self._log.look_at_late(self._subtasks, monotonic_ms)
             self._log.look_at_waits(self._time_groups.stuck(monotonic_ms), monotonic_ms)
             for subtask in self._subtasks:
                 subtask.maintain()  # even if nothing arrives, state may expire
+
+    def _report(self, *, is_last: bool = False) -> None:
+        self._world.tell(Heartbeat(self.index, self._metrics(), self._world.memory.used_bytes))
+        self._log.look_at_late(self._subtasks, self._world.clock.monotonic_ms(), is_last=is_last)
 
     def _metrics(self) -> dict[str, SubtaskMetrics]:
         return {

@@ -2,7 +2,8 @@
 
 A line when it is deployed, with what it has restored, and one when an error ends it, with the traceback. In between nothing,
 unless an alignment or the writing of a snapshot is slow, a source waits for another one whose event time doesn't move, or an
-operator drops late records, or the memory is nearly full: then a line a minute at most of each.
+operator drops late records, or the memory is nearly full: then a line a minute at most of each. Late records that were
+dropped after the last such line are logged when the slot's work is done.
 
 `speak` is given (`logs.Speak`), so that nothing here does I/O. Nothing is called by record or by batch.
 """
@@ -156,11 +157,11 @@ class SlotLog:
                     duration_ms=took_ms,
                 )
 
-    def look_at_late(self, subtasks: Iterable[Subtask], now_ms: int) -> None:
-        """Called now and then, to find operators that have dropped late records since the last line."""
+    def look_at_late(self, subtasks: Iterable[Subtask], now_ms: int, *, is_last: bool = False) -> None:
+        """Called now and then, and at the end, to find operators that have dropped late records since the last line."""
         dropped = {operator.name: operator.late_dropped for each in subtasks for operator in each.operators}
         new = {name: count for name, count in dropped.items() if count > self._late_reported.get(name, 0)}
-        if not new or self._late.take(now_ms) is None:
+        if not new or (self._late.take(now_ms) is None and not is_last):
             return
         counts = ", ".join(f"{count} in operator {name!r}" for name, count in new.items())
         self._late_reported.update(new)

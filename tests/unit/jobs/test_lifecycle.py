@@ -295,6 +295,30 @@ def test_heartbeats_bring_the_counters_of_every_subtask(bench: Bench) -> None:
     assert len(handle.metrics) == 4
 
 
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_job_that_is_shorter_than_a_heartbeat_has_exact_counters_at_its_end(bench: Bench, slots: int) -> None:
+    times = [100_000, 200_000, 5, 7, 300_000, 200_005]  # the last of them and two more are late
+
+    def build(job: ProcessJob) -> None:
+        source = job.source("in", tg.sources.rows([("a", at) for at in times], "key string, at long"), parallelism=1)
+        counts = source.with_watermark("at", 0).key_by("key").window(tg.tumbling("at", 10)).aggregate("w", n=tg.count())
+        counts.as_append().to("out", tg.sinks.collect())
+
+    tuning = tg.Tuning(max_batch_rows=1, combine=None, heartbeat="10 s")
+    handle = bench.finish(build, slots=slots, tuning=tuning, every="1 minute")
+    assert sum(of["late_dropped"] for of in handle.metrics.values()) == 3
+    assert sum(of["records_in"] for subtask, of in handle.metrics.items() if subtask.startswith("v0[")) == len(times)
+    assert [row.n for row in handle.results("out")] == [1, 1, 1]
+
+
+def test_a_job_that_is_stopped_has_exact_counters_at_its_end(bench: Bench) -> None:
+    handle = bench.ledger(rows=None, rate=2_000, slots=2, tuning=tg.Tuning(heartbeat="10 s"))
+    until(lambda: bench.out.exists() and len(committed(bench.out)) > 100, "output", handle=handle)
+    handle.stop()
+    read = sum(of["records_in"] for subtask, of in handle.metrics.items() if subtask.startswith("v0["))
+    assert read == len(committed(bench.out))
+
+
 def test_a_job_that_runs_is_not_started_a_second_time(bench: Bench) -> None:
     job = bench.job()
     source = tg.sources.generator(make_row=lambda number: (number,), schema="n long", rate=100)

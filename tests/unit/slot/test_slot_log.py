@@ -150,6 +150,20 @@ def test_late_records_that_were_dropped_are_logged_once_a_minute_as_long_as_ther
     )
 
 
+def test_late_records_that_were_dropped_since_the_last_line_are_logged_at_the_end() -> None:
+    lines = Lines()
+    log = logged(lines, [])
+    subtasks = [Dropping([operator := Late("windows", 1)])]
+    log.look_at_late(cast(Any, subtasks), 0)
+    operator.late_dropped = 3
+    log.look_at_late(cast(Any, subtasks), 10)
+    assert len(lines.all) == 1
+    log.look_at_late(cast(Any, subtasks), 20, is_last=True)
+    log.look_at_late(cast(Any, subtasks), 30, is_last=True)
+    assert len(lines.all) == 2
+    assert "3 in operator 'windows'" in lines.all[1][2]
+
+
 def test_the_channels_that_an_alignment_waits_for() -> None:
     one, other = ChannelId(0, 0, 1), ChannelId(0, 1, 1)
     alignment = Alignment([one, other])

@@ -64,6 +64,15 @@ def test_a_job_commits_what_it_commits_without_faults() -> None:
     assert sum(outcome.attempts > 1 for outcome in outcomes) > SEEDS / 3
 
 
+def test_a_sink_that_gets_nothing_has_committed_no_rows() -> None:
+    def build(pipeline: Pipeline) -> None:
+        numbers = pipeline.source("in", tg.sources.rows([(1,), (2,)], "n long"))
+        numbers.filter("n > 1").to("some", tg.sinks.collect())
+        numbers.filter("n > 5").to("none", tg.sinks.collect())
+
+    assert Simulation(build, seed=1, rates=NO_FAULTS).run().committed == {"none": [], "some": [(2,)]}
+
+
 def test_state_that_is_in_no_snapshot_is_found_out() -> None:
     wrong = [
         seed

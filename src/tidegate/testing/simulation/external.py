@@ -53,10 +53,6 @@ class External:
         """Return the rows that a reader sees, in the order in which they became visible."""
         return [row for transaction in self.committed.values() if transaction.sink == sink for row in transaction.rows]
 
-    def by_sink(self) -> dict[str, list[tuple[Any, ...]]]:
-        """Return the rows of every sink that has committed any."""
-        return {sink: self.rows(sink) for sink in sorted({transaction.sink for transaction in self.committed.values()})}
-
     def prepare(self, transaction: Transaction) -> None:
         if any(transaction.name in names for names in (self.prepared, self.committed, self.given_up)):
             self._world.violate(f"transaction {transaction.name} was prepared twice")

@@ -19,6 +19,7 @@ from random import Random
 from typing import Any
 
 from tidegate.control.settings import JobSettings, Snapshots, Tuning
+from tidegate.dataflow.operators.sink import SinkSpec
 from tidegate.dataflow.optimiser import make_plan
 from tidegate.dataflow.pipeline import Pipeline
 from tidegate.dataflow.plan import Plan
@@ -31,7 +32,7 @@ from tidegate.store.opening import forget_memory_store
 from tidegate.testing.experimental import ExperimentalSnapshots
 from tidegate.testing.simulation.background import Coroutines, heap_that_pauses
 from tidegate.testing.simulation.checks import FinalState, Witness, check_outside, check_savepoint, check_store
-from tidegate.testing.simulation.external import External
+from tidegate.testing.simulation.external import External, TransactionalSink
 from tidegate.testing.simulation.faults import DEFAULT_RATES, MOST_MISHAPS, FaultRates, Faults, Trip
 from tidegate.testing.simulation.network import Wiring
 from tidegate.testing.simulation.own_job import OwnJob
@@ -161,7 +162,7 @@ class Simulation:
             simulated_ms=(self.world.now_us - MONOTONIC_START_US) // 1000,
             epochs=len(self.witness.announced),
             attempts=self._attempts(),
-            committed=self.external.by_sink(),
+            committed={sink: self.external.rows(sink) for sink in self._sinks()},
         )
 
     def story(self, what: str = "the output is wrong") -> str:
@@ -317,6 +318,13 @@ class Simulation:
             exact=self.exact,
             idle=BUSY if self.settings.snapshots.logs_in_flight else QUIET,
             rng=self._rng,
+        )
+
+    def _sinks(self) -> list[str]:
+        """Return the names of the sinks that write to the outside."""
+        nodes = self._plan(self._site).nodes
+        return sorted(
+            node.name for node in nodes if isinstance(node.spec, SinkSpec) and isinstance(node.spec.sink, TransactionalSink)
         )
 
     def _plan(self, site: Site) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from random import Random
 from typing import Any
 
@@ -188,7 +189,10 @@ def test_an_error_that_lasts_and_one_of_the_program_end_the_attempt() -> None:
     [
         ({"k": [2, 2], "name": ["a", "b"]}, r"gave several rows of the key \{'k': 2\}"),
         ({"k": [2]}, r"gave 'k long'; give a record batch of \(k long, name string\)"),
-        ({"k": ["x"], "name": ["a"]}, r"which can't become \(k long, name string\)"),
+        ({"k": ["x"], "name": ["a"]}, r"operator 'the operator': the look-up gave column 'k' as string, and it is the key, of type long"),
+        ({"k": [2], "name": [5]}, r"operator 'the operator': the look-up gave column 'name' as long, and it is declared as string"),
+        ({"k": [2], "name": [[5]]}, r"gave column 'name' as array<long>, and it is declared as string"),
+        ({"k": pa.array([2**63], pa.uint64()), "name": ["a"]}, r"which can't become \(k long, name string\)"),
     ],
 )
 def test_what_a_look_up_gives_is_checked(given: Any, message: str) -> None:
@@ -196,6 +200,28 @@ def test_what_a_look_up_gives_is_checked(given: Any, message: str) -> None:
         outside(lambda keys: pa.RecordBatch.from_pydict(given)).feed((2,))
     with pytest.raises(SchemaError, match="gave 'a list'"):
         outside(lambda keys: [1]).feed((2,))
+
+
+@pytest.mark.parametrize(
+    ("given", "declared", "value"),
+    [
+        (pa.array([5], pa.int16()), "int", 5),
+        (pa.array([5]), "double", 5.0),
+        (pa.array([5]), "decimal(30, 2)", Decimal(5)),
+        (pa.array([1.5]), "float", 1.5),
+        (pa.array(["a"], pa.large_string()), "string", "a"),
+        (pa.array(["a"]).dictionary_encode(), "string", "a"),
+        (pa.array([None]), "date", None),
+        (pa.array([[1]]), "array<int>", [1]),
+    ],
+)
+def test_a_look_up_may_give_another_width_of_the_declared_type(given: pa.Array, declared: str, value: Any) -> None:
+    def look_up(keys: pa.RecordBatch) -> pa.Table:
+        return pa.table({"k": [2], "found": given})
+
+    options: dict[str, Any] = {"cache": 100, "ttl": None, "retries": 2}
+    spec, schema = lookup_spec("op", parse_schema("k long"), look_up, f"found {declared}", on="k", how="left", **options)
+    assert Bench(spec, "k long", returns=schema).feed((2,)) == [(2, value)]
 
 
 def test_mistakes_are_errors_when_the_job_is_built() -> None:

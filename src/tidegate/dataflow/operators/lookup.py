@@ -21,6 +21,7 @@ import pyarrow as pa
 from tidegate.dataflow.aggregates.base import IntArray
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import Operator, OperatorContext
+from tidegate.dataflow.operators.given_batches import is_of_kind
 from tidegate.dataflow.operators.lookup_join import LookUpColumns
 from tidegate.dataflow.operators.rows_by_key import RowsByKey
 from tidegate.dataflow.operators.stepwise import Steps, StepwiseOperator
@@ -174,6 +175,14 @@ class LookupOperator(StepwiseOperator):
         if not isinstance(given, pa.RecordBatch) or any(name not in given.schema.names for name in names):
             got = ddl_of(given.schema) if isinstance(given, pa.RecordBatch) else f"a {type(given).__name__}"
             raise SchemaError(f"operator {self.name!r}: the look-up gave {got!r}; give a record batch of ({ddl_of(wanted)})")
+        for field in wanted:
+            found = given.schema.field(field.name).type
+            if not is_of_kind(found, field.type):
+                raise SchemaError(
+                    f"operator {self.name!r}: the look-up gave column {field.name!r} as {ddl_of(found)}, and it is "
+                    f"{'the key, of type' if field.name in self._spec.columns.left else 'declared as'} {ddl_of(field.type)}: "
+                    f"give values of that type"
+                )
         try:
             found = given.select(names).cast(wanted)
         except (pa.ArrowException, ValueError) as error:

@@ -38,7 +38,8 @@ def duration_ms(where: str, name: str, value: Any, *, at_least_ms: int = 0) -> i
     try:
         ms = parse_duration_ms(value)
     except JobError:
-        refuse(where, name, value, "a duration, such as '5 seconds', '200 ms' or '1 minute', or a number of milliseconds")
+        shown = "'5 seconds', '200 ms' or '1 minute', or a number of milliseconds"
+        refuse(where, name, value, f"a duration, such as {shown}; the shortest is 1 ms")
     if ms < at_least_ms:
         refuse(where, name, value, f"a duration of at least {at_least_ms} ms")
     return ms
@@ -50,7 +51,7 @@ def clock_ms(where: str, name: str, value: Any, *, at_least_ms: int = 0) -> int:
     try:
         ms = parse_duration_ms(value)
     except JobError:
-        refuse(where, name, value, "a duration, such as '5 seconds', '200 ms' or '1 minute'")
+        refuse(where, name, value, "a duration, such as '5 seconds', '200 ms' or '1 minute'; the shortest is 1 ms")
     if ms < at_least_ms:
         refuse(where, name, value, f"a duration of at least {at_least_ms} ms")
     return ms

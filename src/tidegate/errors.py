@@ -85,7 +85,8 @@ class UserFunctionError(TidegateError):
 
 def place(record: str) -> str:
     """Return where an error happened, as part of a sentence. `record` is a record's text, or such as "the timer at …"."""
-    return f"at {record}" if record.startswith(("the ", "a batch of ")) else f"at record {record}"
+    is_record = not record.startswith(("the ", "a batch of ", "a trigger of ", "aggregates of ", "key "))
+    return f"at record {record}" if is_record else f"at {record}"
 
 
 class ExpressionError(TidegateError):

@@ -51,6 +51,13 @@ def check_windows(plan: Plan) -> None:
                     f"query, so that its state would only grow: call .with_watermark(column, delay) on both. A watermark of "
                     f"the DataFrame's own (withWatermark) is not used here"
                 )
+            if node.spec.kind == "over":
+                raise GraphError(
+                    f"operator {node.name!r} takes records in the order of event time, and event time doesn't move in this "
+                    f"query, so that no record would ever be emitted and its state would only grow: call "
+                    f".with_watermark(column, delay) on the input. A watermark of the DataFrame's own (withWatermark) is "
+                    f"not used here"
+                )
             raise GraphError(
                 f"operator {node.name!r} has windows of event time, and event time doesn't move in this query, so that no "
                 f"window would ever be complete and its state would only grow: call .with_watermark(column, delay) on the "
@@ -79,6 +86,12 @@ def _warning(node: Node) -> str:
             f"operator {node.name!r} joins by event time, and event time doesn't move in both of its inputs: no "
             f"with_watermark is above one of them, and it has no end, so what is kept for the join only grows, and what the "
             f"watermark completes is never emitted. Use .with_watermark(column, delay) behind both sources."
+        )
+    if node.spec.kind == "over":
+        return (
+            f"operator {node.name!r} takes records in the order of event time, and event time doesn't move there: no "
+            f"with_watermark is above it, and its input has no end, so records are emitted only when the job is drained. "
+            f"Use .with_watermark(column, delay) behind the source."
         )
     return (
         f"operator {node.name!r} has windows of event time, and event time doesn't move there: no with_watermark is "

@@ -91,7 +91,7 @@ def _columns(where: str, on: Any, left: pa.Schema, right: pa.Schema) -> tuple[tu
         if not types[0].equals(types[1]):
             raise SchemaError(
                 f"{where}: column {one!r} is of type {ddl_of(types[0])}, and {other!r} of the table of type "
-                f"{ddl_of(types[1])}; bring one to the other's type with with_columns(…)"
+                f"{ddl_of(types[1])}; bring one to the other's type: with_columns(…) of a stream, cast(…) of an Arrow table"
             )
     return ours, theirs
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tidegate.dataflow.stream import Stream
     from tidegate.dataflow.windowed_stream import WindowedStream
 
+_COLLECT = "collect what you need with aggregate(…, values=tg.collect_list(…))"
 JOINS = ("inner", "left", "right", "full", "semi", "anti")
 
 
@@ -134,7 +135,7 @@ def _other(name: str, method: str, left: WindowedStream, right: object) -> Windo
             right=[right._schema.field(column) for column in right._key],
         )
     for one in (left, right):
-        _timed(where, one)
+        _timed(where, one, instead="without windows, left.key_by(…).join(name, right.key_by(…)) joins all records of a key")
         if one._trigger.of:
             raise GraphError(f"{where}: a {method} emits each window once, when it is complete: omit early= and trigger=")
         if one._allowed_lateness is not None:
@@ -156,13 +157,10 @@ def _other(name: str, method: str, left: WindowedStream, right: object) -> Windo
     return right
 
 
-def _timed(where: str, windowed: WindowedStream) -> Paned | Sessions:
+def _timed(where: str, windowed: WindowedStream, *, instead: str = _COLLECT) -> Paned | Sessions:
     assigner = windowed._assigner
     if isinstance(assigner, Global) or assigner.column is None:
-        raise GraphError(
-            f"{where}: it needs windows of event time, and not {assigner.text}; collect what you need with aggregate(…, "
-            f"values=tg.collect_list(…))"
-        )
+        raise GraphError(f"{where}: it needs windows of event time, and not {assigner.text}; {instead}")
     return assigner
 
 

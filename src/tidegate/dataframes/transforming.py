@@ -28,8 +28,9 @@ from tidegate.control.clock import SystemClock
 from tidegate.control.launch import STORE_OF_A_RUN, SlotLaunch
 from tidegate.control.settings import Tuning, check_tuning
 from tidegate.dataflow.changelog import check_appended
-from tidegate.dataflow.keyed_stream import BroadcastStream, KeyedStream
+from tidegate.dataflow.keyed_stream import BroadcastStream, ConnectedStreams, KeyedStream
 from tidegate.dataflow.stream import Stream
+from tidegate.dataflow.windowed_stream import WindowedStream
 from tidegate.dataframes.gathering import Run, RunEnd
 from tidegate.dataframes.task_slots import TaskSlots
 from tidegate.driver import job
@@ -101,6 +102,10 @@ class TransformJob(job.Job):
                     if isinstance(stream, KeyedStream)
                     else "a broadcast stream; return it before broadcast"
                     if isinstance(stream, BroadcastStream)
+                    else "records in windows; return what .aggregate(…) or .apply(…) makes of them"
+                    if isinstance(stream, WindowedStream)
+                    else "two connected streams; return what .process(…) makes of them"
+                    if isinstance(stream, ConnectedStreams)
                     else f"{stream!r}; return a stream, or a dict of streams by name"
                 )
                 raise GraphError(f"the pipeline returned, as {name!r}, {what}")

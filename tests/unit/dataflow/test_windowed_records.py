@@ -156,7 +156,7 @@ MISTAKES: dict[str, tuple[Callable[[Streams], Any], str]] = {
     ),
     "windows of a number of records": (
         lambda streams: streams.of_bids(tg.global_window(count=3)).join("j", streams.of_asks(tg.global_window(count=3))),
-        "operator 'j': it needs windows of event time, and not global(3 records)",
+        "operator 'j': it needs windows of event time, and not global(3 records); without windows, left.key_by(…).join(",
     ),
     "windows of processing time": (
         lambda streams: streams.of_bids(tg.tumbling(None, SIZE, time="processing")).apply("f", function, returns="n long"),

@@ -79,6 +79,11 @@ def test_sizes_are_durations() -> None:
     [
         (lambda: tumbling("ts", 0), "tumbling(size=0): give a duration of at least 1 ms"),
         (lambda: tumbling("ts", "soon"), "tumbling(size='soon'): give a duration, such as '5 seconds'"),
+        (
+            lambda: tumbling("ts", "5 us"),
+            "tumbling(size='5 us'): give a duration, such as '5 seconds', '200 ms' or '1 minute', or "
+            "a number of milliseconds; the shortest is 1 ms",
+        ),
         (lambda: tumbling(None, "1 s"), "tumbling(ts=None): give the name of the time column"),
         (lambda: tumbling("ts", "1 s", time="processing"), "tumbling(ts='ts'): give None, since time='processing' needs"),
         (lambda: tumbling("ts", "1 s", time="wall"), "tumbling(time='wall'): give 'event' or 'processing'"),

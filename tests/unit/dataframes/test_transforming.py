@@ -36,6 +36,14 @@ def test_what_a_transform_returns_is_appended() -> None:
     assert job.take_outputs({"x": changes.as_append(), "y": counts.as_append()}) == ["x", "y"]
 
 
+def test_what_is_no_stream_yet_is_named_with_the_call_that_is_missing() -> None:
+    keyed = transform().inputs["input"].key_by("n")
+    with pytest.raises(tg.GraphError, match=r"as 'output', records in windows; return what .aggregate\(…\) or"):
+        transform().take_outputs(keyed.window(tg.global_window(count=3)))
+    with pytest.raises(tg.GraphError, match=r"as 'output', two connected streams; return what .process\(…\) makes of them"):
+        transform().take_outputs(keyed.connect(keyed))
+
+
 def transform(tuning: tg.Tuning | None = None) -> TransformJob:
     return TransformJob(
         "t",

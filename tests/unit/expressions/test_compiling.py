@@ -70,6 +70,7 @@ def test_names_that_differ_in_case_are_different_columns() -> None:
         ("price.x", "price is of type double and has no field 'x'"),
         ("foo(price)", r"function 'foo' is not supported; .*position 0"),
         ("uper(category)", "did you mean upper"),
+        ("explode(array(1, 2))", r"function 'explode' is not supported; .* the operator .explode\(…\)"),
         ("from_unixtime(auction)", "use timestamp_seconds"),
         ("window(ts, '1 minute')", r"windows are operators: key_by\(…\).window\(tg.tumbling"),
         ("count(*)", r"for count\(\*\) use aggregate"),

@@ -161,6 +161,22 @@ def test_windows_without_a_watermark_are_warned_of_when_the_job_starts(
     assert len(told) == 1 and told[0].startswith("Job 'job': operator 'windows' has windows of event time"), told
 
 
+@pytest.mark.parametrize("is_query", [True, False])
+def test_over_without_a_watermark_is_said_to_order_records(is_query: bool) -> None:
+    pipeline, schema = Pipeline(), parse_schema(RECORD)
+    source = tg.sources.generator(make_row=lambda i: (i, i), schema=RECORD, rate=1)
+    handed = HandedSource(Handover([schema]), 0, schema)
+    stream = pipeline.source("in", handed if is_query else source).key_by("key").over("last", "at", 2, n=tg.count())
+    stream.to("out", Nowhere())
+    plan = make_plan(pipeline.build(), slots=2, key_group_count=8)
+    told = "operator 'last' takes records in the order of event time, and event time doesn't move"
+    if is_query:
+        with pytest.raises(tg.GraphError, match=told):
+            check_windows(plan)
+    else:
+        assert [text.startswith(told) for text in warnings_of(plan)] == [True]
+
+
 @pytest.mark.parametrize("timed", [0, 1, 2])
 def test_a_query_with_a_join_needs_watermarks_on_both_sides(timed: int) -> None:
     pipeline = Pipeline()

@@ -189,8 +189,14 @@ def test_an_error_that_lasts_and_one_of_the_program_end_the_attempt() -> None:
     [
         ({"k": [2, 2], "name": ["a", "b"]}, r"gave several rows of the key \{'k': 2\}"),
         ({"k": [2]}, r"gave 'k long'; give a record batch of \(k long, name string\)"),
-        ({"k": ["x"], "name": ["a"]}, r"operator 'the operator': the look-up gave column 'k' as string, and it is the key, of type long"),
-        ({"k": [2], "name": [5]}, r"operator 'the operator': the look-up gave column 'name' as long, and it is declared as string"),
+        (
+            {"k": ["x"], "name": ["a"]},
+            r"operator 'the operator': the look-up gave column 'k' as string, and it is the key, of type long",
+        ),
+        (
+            {"k": [2], "name": [5]},
+            r"operator 'the operator': the look-up gave column 'name' as long, and it is declared as string",
+        ),
         ({"k": [2], "name": [[5]]}, r"gave column 'name' as array<long>, and it is declared as string"),
         ({"k": pa.array([2**63], pa.uint64()), "name": ["a"]}, r"which can't become \(k long, name string\)"),
     ],
@@ -235,6 +241,10 @@ def test_mistakes_are_errors_when_the_job_is_built() -> None:
         (lambda: stream().lookup_join("op", table, on={"m": "key"}), "there is no column 'm'"),
         (lambda: stream().lookup_join("op", table.select(["key"]), on={"k": "key"}), "no columns but 'key'"),
         (lambda: stream().lookup_join("op", table.rename_columns(["key", "id"]), on={"k": "key"}), "have a column 'id'"),
+        (
+            lambda: stream().lookup_join("op", pa.table({"k": pa.array([1], pa.int32()), "x": [1]}), on="k"),
+            r"of the table of type int; bring one .* type: with_columns\(…\) of a stream, cast\(…\) of an Arrow table",
+        ),
         (lambda: stream().lookup_join("op", stream(), on="k"), "takes a broadcast stream"),
         (lambda: stream().lookup_join("op", table, on={"k": "key"}, how="full"), "how='full'"),  # type: ignore[arg-type]
         (lambda: stream().lookup("op", Service, "name string", on="k"), "Service is a class; pass an instance"),  # type: ignore[arg-type]

@@ -91,6 +91,9 @@ def test_where_there_is_no_record_something_else_is_told() -> None:
         ({"record": (1, "x")}, "raised at record (1, 'x'):"),
         ({"at": "the timer at 5 of key 'a'"}, "raised at the timer at 5 of key 'a':"),
         ({"at": "a batch of 2 records"}, "raised at a batch of 2 records:"),
+        ({"at": "key 'a'"}, "raised at key 'a':"),
+        ({"at": "aggregates of a window"}, "raised at aggregates of a window:"),
+        ({"at": "a trigger of a window"}, "raised at a trigger of a window:"),
         (
             {"at": "the records of key ('1',), the first of them Row(n=1)"},
             "raised at the records of key ('1',), the first of them Row(n=1):",

@@ -218,7 +218,7 @@ class KeyedBatchOperator(ProcessOperator):
                 self._context.at(lambda taken=taken: keys_of(self._keys[0], taken))  # type: ignore[misc]
                 steps = self._run(
                     lambda some=some: self._function.on_timers(is_fired[some], self._context),  # type: ignore[misc]
-                    at=f"{len(some)} timers",
+                    at=f"the {len(some)} timers of {at_ms}",
                 )
                 for _ in steps:  # timers that were taken out of the state are in no snapshot, so there is no pause here
                     pass

@@ -180,8 +180,8 @@ class LookupOperator(StepwiseOperator):
             if not is_of_kind(found, field.type):
                 raise SchemaError(
                     f"operator {self.name!r}: the look-up gave column {field.name!r} as {ddl_of(found)}, and it is "
-                    f"{'the key, of type' if field.name in self._spec.columns.left else 'declared as'} {ddl_of(field.type)}: "
-                    f"give values of that type"
+                    f"{'the key, of type' if field.name in self._spec.columns.left else 'declared as'} "
+                    f"{ddl_of(field.type)}: give values of that type"
                 )
         try:
             found = given.select(names).cast(wanted)

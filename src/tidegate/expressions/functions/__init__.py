@@ -20,6 +20,10 @@ _AGGREGATES = ("count", "sum", "min", "max", "avg", "mean", "first", "last", "co
 
 
 _INSTEAD = {
+    **dict.fromkeys(
+        ("explode", "explode_outer"),
+        "it makes several records of one, as the operator .explode(…) does: stream.explode('array AS x')",
+    ),
     "from_unixtime": "use timestamp_seconds(…), and date_format(…) for a text",
     "window": "windows are operators: key_by(…).window(tg.tumbling(…)).aggregate(…)",
     "session_window": "windows are operators: key_by(…).window(tg.sessions(…)).aggregate(…)",

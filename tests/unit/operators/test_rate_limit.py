@@ -71,7 +71,7 @@ def test_mistakes_are_errors_when_the_job_is_built() -> None:
     mistakes: tuple[tuple[Any, str], ...] = (
         (lambda: keyed().rate_limit("op", 0, per="1 s"), "rate_limit 0; give how many"),
         (lambda: keyed().rate_limit("op", 1, per="0 s"), "per='0 s'; give at least a millisecond"),
-        (lambda: keyed().rate_limit("op", 1, per=5), "operator 'op': per=5: give the unit, too: '5 s' or '5 ms'"),
+        (lambda: keyed().rate_limit("op", 1, per=5), "operator 'op': per=5: give the unit, too: '5 s' or '5 ms'"),  # type: ignore[arg-type]
         (lambda: keyed().rate_limit("op", 1, per="1 s", burst=0), "burst=0; give how many"),
         (lambda: keyed().rate_limit("op", 1, per="1 s", excess=""), "excess=''; give a name"),
     )

@@ -99,15 +99,6 @@ def duration_ms(operator: str, argument: str, duration: Any) -> int:
         raise GraphError(f"operator {operator!r}, {argument}: {error}") from error
 
 
-def clock_ms(operator: str, argument: str, duration: Any) -> int:
-    """Return the milliseconds of a duration that goes by the clock: elsewhere in Python a number would be seconds."""
-    if type(duration) in (int, float) and duration:
-        raise GraphError(
-            f"operator {operator!r}: {argument}={duration!r}: give the unit, too: '{duration} s' or '{duration} ms'"
-        )
-    return duration_ms(operator, argument, duration)
-
-
 # -------------------------------------------------------------------------------------------- schemas and columns
 
 

@@ -154,7 +154,9 @@ def rate_limit_spec(
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise GraphError(f"{where}: {argument}{number!r}; give how many records may pass, as a whole number from 1 on")
     assert isinstance(count, int) and isinstance(burst, int)
-    per_ms = checks.clock_ms(name, "per", per)
+    if type(per) in (int, float) and per:
+        raise GraphError(f"{where}: per={per!r}: give the unit, too: '{per} s' or '{per} ms'")
+    per_ms = checks.duration_ms(name, "per", per)
     if per_ms < 1:
         raise GraphError(f"{where}: per={per!r}; give at least a millisecond, such as '1 second'")
     if excess is not None and (not isinstance(excess, str) or not excess):

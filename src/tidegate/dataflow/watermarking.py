@@ -43,7 +43,9 @@ def watermark_spec(
         )
     else:
         column = checks.check_time_column(where, column, schema)
-    idle_after_ms = None if idle_after is None else checks.clock_ms(name, "idle_after", idle_after)
+    if type(idle_after) in (int, float) and idle_after:
+        raise GraphError(f"{where}: idle_after={idle_after!r}: give the unit, too: '{idle_after} s' or '{idle_after} ms'")
+    idle_after_ms = None if idle_after is None else checks.duration_ms(name, "idle_after", idle_after)
     if idle_after_ms == 0:
         raise GraphError(
             f"{where}: idle_after={idle_after!r} makes every pause between two batches "

@@ -24,6 +24,9 @@ their files.
 Confirmed snapshots. An empty file notes that the output of a snapshot, and of every snapshot before it in its lineage, was
 committed. The note is valid as long as its manifest is. The newest note implies all older ones.
 
+A store that has lost the newest snapshot that this catalog knows of, because its folder was emptied or isn't mounted, is an
+error: nothing begins again, and nothing is deleted.
+
 An unreadable manifest is an error and is never skipped (row 4): nothing older is loaded instead. As long as it is in the
 lineage, no file is deleted, since it may list any of them. If it is older than the newest snapshot, it stops no start. It
 goes when it is superseded (`retire`), and the next attempt's sweep deletes the files that it alone has listed.
@@ -63,6 +66,7 @@ class SnapshotCatalog:
         self._claimant = claimant if claimant is not None else uuid.uuid4().hex
         self._claims: dict[int, set[bytes]] = {}  # those that this catalog has tried to create, by attempt
         self._newest_epoch = 0
+        self._newest_complete = 0  # that this catalog knows of: later attempts resume from it or from a later one
         # Manifests never change, so each is read once. `release` forgets those that it deleted.
         self._listed_files: dict[ManifestName, frozenset[str]] = {}
         self._present: frozenset[str] = frozenset()  # files of the newest snapshot: they were there when it was completed
@@ -81,6 +85,7 @@ class SnapshotCatalog:
         origin = OriginName(attempt=attempt, parent_attempt=parent_attempt, parent_epoch=self._newest_epoch)
         self.store.create(layout.origin_name(origin), b"")
         self._require_current(attempt)
+        self._newest_complete = self._newest_epoch
         return attempt
 
     def attempts(self) -> list[int]:
@@ -102,9 +107,11 @@ class SnapshotCatalog:
             return False
         return newest not in self._claims or not self._is_ours(newest)
 
-    def taken_over(self, attempt: int) -> FencedOff:
-        """Return the error for an attempt that is over: who took the job over, and what to do."""
+    def taken_over(self, attempt: int) -> FencedOff | StoreError:
+        """Return the error for an attempt that is over: who took the job over, and what to do. StoreError if nobody did."""
         newest = max(self.attempts(), default=0)
+        if newest < attempt:
+            return self._gone(f"attempt {attempt}")
         claim = self._claim(newest)
         whose = "the job" if self._program is None else f"job {self._program.job!r}"
         by = "" if claim is None else f": {claim.described}"
@@ -118,7 +125,7 @@ class SnapshotCatalog:
 
     def live_manifests(self) -> list[ManifestName]:
         """Return the complete snapshots that the newest attempt can resume from, ascending by epoch."""
-        return lineage(self._origins(), self._manifests())
+        return self._live(self._origins(), self._manifests())
 
     def epochs(self) -> list[int]:
         """Return the complete epochs that the newest attempt can resume from, ascending."""
@@ -181,6 +188,7 @@ class SnapshotCatalog:
         self.store.create(_file_of(name), manifest.to_bytes())
         self._listed_files[name] = self._present = _names_in(manifest)
         self._require_current(manifest.attempt)
+        self._newest_complete = manifest.epoch
 
     def confirm(self, epoch: int, *, attempt: int) -> None:
         """Note that the committables of this attempt's snapshot, and of all snapshots before it, were committed."""
@@ -251,7 +259,7 @@ class SnapshotCatalog:
         # List files before manifests: then a file whose manifest is just being created is either not seen, or needed.
         files = self.store.list(layout.STATE)
         origins, manifests = self._origins(), self._manifests()
-        live = lineage(origins, manifests)
+        live = self._live(origins, manifests)
         needed = self._files_listed_by(live)
         dead = [manifest for manifest in manifests if manifest not in live and manifest.attempt < current_attempt]
         stale = {name for name in files if _is_older(current_attempt, name)}
@@ -305,6 +313,19 @@ class SnapshotCatalog:
     def _require_current(self, attempt: int) -> None:
         if not self.is_current(attempt):
             raise self.taken_over(attempt)
+
+    def _live(self, origins: Mapping[int, OriginName], manifests: Collection[ManifestName]) -> list[ManifestName]:
+        """Return the lineage. StoreError if it lacks a snapshot that this catalog knows of, and which is never deleted."""
+        live = lineage(origins, manifests)
+        if self._newest_complete > (live[-1].epoch if live else 0):
+            raise self._gone(f"epoch {self._newest_complete}")
+        return live
+
+    def _gone(self, what: str) -> StoreError:
+        return StoreError(
+            f"{what} is gone from {layout.shown(self.store.address)}: the folder was emptied, or isn't mounted any more. A "
+            f"job that began again without it would repeat its output"
+        )
 
     def _require_present(self, manifest: Manifest) -> None:
         try:

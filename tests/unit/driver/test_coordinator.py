@@ -327,6 +327,36 @@ def test_a_damaged_file_that_a_slot_finds_is_read_twice_and_not_more() -> None:
     assert "It failed twice in the same way, in attempts 1 and 2" in last.then
 
 
+def test_a_job_whose_folder_is_empty_for_a_while_waits_for_it_and_does_not_begin_again() -> None:
+    """As a folder is that isn't mounted any more."""
+    world = World(DEFAULT_RESTART).run()
+    epoch = complete_epoch(world)
+    files, world.store.files = world.store.files, {}
+    world.coordinator.on_lost(0, "gone")
+    for _ in range(20):
+        world.turn(30_000)
+        assert world.status() is tg.Status.RESTARTING, world.coordinator.failures[-1]
+    assert "isn't mounted" in world.coordinator.failures[-1].message
+    assert world.store.files == {}
+    world.store.files = files
+    world.turn(30_000)
+    world.turn()
+    world.run()
+    assert world.coordinator.attempts[-1].restored_epoch == epoch
+
+
+def test_a_running_job_whose_folder_is_empty_for_a_while_is_not_fenced_off() -> None:
+    world = World(DEFAULT_RESTART, tolerable_failures=5).run()
+    complete_epoch(world)
+    files, world.store.files = world.store.files, {}
+    with pytest.raises(AssertionError):
+        complete_epoch(world)
+    assert "isn't mounted" in (world.coordinator.epochs[-1].aborted or "")
+    assert world.status() is tg.Status.RUNNING
+    world.store.files = files
+    complete_epoch(world)
+
+
 def test_the_default_strategy_outlasts_an_outage_of_the_store_of_an_hour() -> None:
     world = World(DEFAULT_RESTART).run()
     complete_epoch(world)

@@ -308,6 +308,27 @@ def test_the_highest_epoch_seen_counts_aborted_and_dead_ones() -> None:
     assert catalog.highest_epoch_seen() == 9
 
 
+@pytest.mark.parametrize("lost", ["manifests/0000000002", "manifests/", ""])
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_snapshot_that_was_there_and_is_gone_is_an_error_and_not_a_step_back(lost: str, resumed: bool) -> None:
+    store = MemoryStore()
+    catalog = SnapshotCatalog(store)
+    catalog.claim_attempt()
+    for epoch in (1, 2):
+        _complete(catalog, store, attempt=1, epoch=epoch)
+    if resumed:
+        catalog = SnapshotCatalog(store)
+        catalog.claim_attempt()
+    store.files = {name: content for name, content in store.files.items() if not name.startswith(lost)}
+    before = dict(store.files)
+    attempt = 1 + resumed
+    for refused in (catalog.epochs, lambda: catalog.release([1], attempt=attempt), lambda: catalog.sweep(attempt)):
+        with pytest.raises(StoreError, match="is gone") as error:
+            refused()
+        assert type(error.value) is StoreError
+    assert store.files == before
+
+
 def test_an_unreadable_newest_manifest_is_an_error_and_not_a_step_back() -> None:
     store = MemoryStore()
     catalog = SnapshotCatalog(store)

@@ -88,7 +88,9 @@ class WindowedStream(Flow):
         name = self._pipeline._new_name("window", name)
         aliases = self._pipeline._new_aliases("window", name, alias)
         where = f"operator {name!r}"
-        aggregation = Aggregation(where, aggregates, self._schema, triggers=self._trigger.by_records)
+        aggregation = Aggregation(
+            where, aggregates, self._schema, triggers=self._trigger.by_records, numbering=self._assigner.merges
+        )
         before = [self._schema.field(column) for column in self._key]
         if not isinstance(self._assigner, Global):
             before += [pa.field(bound, self._time_type(), nullable=False) for bound in (START, END)]

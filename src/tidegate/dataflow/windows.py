@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -78,6 +78,11 @@ class Paned:
         return self.pane_ms == self.size_ms
 
     @property
+    def merges(self) -> bool:
+        """Whether a window's result is merged of parts that are not in the order of arrival."""
+        return not self.is_one_pane
+
+    @property
     def has_gaps(self) -> bool:
         """Whether there are times that are in no window."""
         return self.every_ms > self.size_ms
@@ -119,6 +124,7 @@ class Sessions:
 
     column: str
     gap_ms: int
+    merges: ClassVar[bool] = True  # of parts that are not in the order of arrival
 
     @property
     def text(self) -> str:
@@ -131,6 +137,7 @@ class Global:
     records of a key, which has no end: triggers show its results."""
 
     count: int | None = None
+    merges: ClassVar[bool] = False
 
     @property
     def text(self) -> str:

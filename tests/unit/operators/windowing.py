@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from tests.unit.operators.harness import GROUPS, Bench, Restored, on_heap
-from tests.unit.operators.window_oracle import Record, Result, group_of, oracle_of
+from tests.unit.operators.window_oracle import Record, Result, Summary, count_and_sum, group_of, oracle_of
 from tidegate.dataflow.aggregates.aggregation import Aggregation
 from tidegate.dataflow.aggregates.base import Aggregate
 from tidegate.dataflow.aggregates.declaring import count, sum_
@@ -38,9 +38,8 @@ def spec_of(
     **settings: Any,
 ) -> WindowSpec:
     named = {"count": count(), "total": sum_("n")} if aggregates is None else aggregates
-    return WindowSpec(
-        assigner, WindowSettings(key, Aggregation("here", named, parse_schema(records), triggers=triggers), **settings)
-    )
+    aggregation = Aggregation("here", named, parse_schema(records), triggers=triggers, numbering=assigner.merges)
+    return WindowSpec(assigner, WindowSettings(key, aggregation, **settings))
 
 
 class Windows:
@@ -160,6 +159,7 @@ def check_random_run(
     stops_in_the_middle: bool = False,
     make_backend: Any = on_heap,
     make_spec: Callable[..., Any] = spec_of,
+    summary: Summary = count_and_sum,
     **settings: Any,
 ) -> None:
     """A run at random: disordered and late records, records without a time, subtasks whose watermarks differ, snapshots at
@@ -170,7 +170,7 @@ def check_random_run(
         parallelism=rng.choice((1, 2, 3)),
         make_backend=make_backend,
     )
-    oracle = oracle_of(assigner, group, lateness_ms=lateness_ms)
+    oracle = oracle_of(assigner, group, lateness_ms=lateness_ms, summary=summary)
     now, number = rng.randrange(-50, 50), 0
     reached = [now - 1000] * windows.parallelism
     for _ in range(rng.randrange(5, 40)):

@@ -2,7 +2,8 @@
 
 An `Aggregation` knows the aggregates' inputs, their accumulators under the names that they have in a table (`total_sum`, or
 `average_mean_sum` and `average_mean_count`), and their results. It may have triggers beside them, which have accumulators
-but no results. It can be pickled. It doesn't know keys, windows or state: its callers pass it vectors and rows.
+but no results. If it has to be merged by the order of arrival, some aggregates get the numbers of the records, which are one
+more column of a batch. It can be pickled. It doesn't know keys, windows or state: its callers pass it vectors and rows.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from tidegate.dataflow.aggregates.base import Accumulator, Aggregate, BoolArray, IntArray, Vectors
+from tidegate.dataflow.aggregates.base import NUMBER, Accumulator, Aggregate, BoolArray, IntArray, Vectors
 from tidegate.dataflow.aggregates.collecting import CollectSet, CountDistinct
 from tidegate.dataflow.aggregates.numpy_columns import column_of, copy_rows, held_vectors
 from tidegate.dataflow.aggregates.retracting import retractable
@@ -23,6 +24,8 @@ from tidegate.expressions import Compiled, compile_expression
 
 TRIGGER = "trigger"
 """What the accumulators of triggers are named by."""
+_NUMBERS = -1
+"""The index of the numbers of the records among the inputs: they are the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +81,10 @@ class Aggregation:
         *,
         retracting: bool = False,
         triggers: Sequence[Trigger] = (),
+        numbering: bool = False,
     ) -> None:
         """Raise `GraphError` or `SchemaError`, beginning with `where`, if one of them can't be computed; with `retracting`,
-        also if one can't take records back."""
+        also if one can't take records back. With `numbering`, those that go by the order of arrival are merged by it."""
         assert not (retracting and triggers), "windows take no records back"
         if not named:
             raise GraphError(f"{where}: name at least one aggregate, such as n=tg.count()")
@@ -103,6 +107,8 @@ class Aggregation:
                 aggregate = aggregate.bound([types[index] for index in inputs])
                 if retracting:
                     aggregate = _retracting(f"{where}, {name}={aggregate.label}", aggregate)
+                if numbering and (numbered := aggregate.numbered()) is not None:
+                    aggregate, inputs = numbered, (*inputs, _NUMBERS)
                 own = tuple(aggregate.accumulators)
             except SchemaError as error:
                 raise SchemaError(f"{where}, {name}: {error}") from error
@@ -118,6 +124,7 @@ class Aggregation:
             parts.append(_Part(name, aggregate, inputs, names))
         self._parts, self._triggers = parts[: len(named)], parts[len(named) :]
         self.accumulators = tuple(accumulators.values())
+        self.needs_numbers = any(_NUMBERS in part.inputs for part in parts)
         self._columns = frozenset(
             name
             for each in self._expressions
@@ -140,6 +147,11 @@ class Aggregation:
         return self._columns
 
     @property
+    def numbers(self) -> list[str]:
+        """The accumulators that hold numbers of records."""
+        return [part.names[NUMBER] for part in self._parts if _NUMBERS in part.inputs]
+
+    @property
     def labels(self) -> Mapping[str, str]:
         """The aggregates as text, by the names of their results."""
         return {part.name: part.aggregate.label for part in self._parts}
@@ -154,8 +166,10 @@ class Aggregation:
         }
 
     def inputs(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        """Evaluate the expressions of all aggregates. Raises `ExpressionError` if one has no value for a record."""
-        return [_decoded(expression(batch)) for expression in self._expressions]
+        """Evaluate the expressions of all aggregates. Raises `ExpressionError` if one has no value for a record. If they
+        need the numbers of the records, these are the last column."""
+        numbers = batch.columns[-1:] if self.needs_numbers else []
+        return [*(_decoded(expression(batch)) for expression in self._expressions), *numbers]
 
     def first_failing(self, batch: pa.RecordBatch) -> int:
         """Return the record for which an expression has no value. It is known that there is one."""

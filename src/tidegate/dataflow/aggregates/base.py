@@ -8,7 +8,8 @@ Invariants, which every aggregate keeps and every caller relies on:
 
 - An object in a vector is never changed in place, only replaced: a frozen version of the table may hold it too.
 - `add(a)` then `add(b)` equals `add(a + b)`, and equals adding them to two tables and merging the second into the first.
-- `merge` takes the other side for the later one, so that `first` and `last` know the order.
+- `merge` takes the other side for the later one, so that `first` and `last` know the order. If the parts that are merged
+  aren't in the order of arrival, as in sliding windows and sessions, these aggregates are numbered (`numbered`).
 - Nulls are handled, and results are typed, as by Spark SQL's function of that name.
 
 Vectors are those of columnar state: numbers, booleans, dates and timestamps are numpy arrays, the last two as integers; all
@@ -55,6 +56,10 @@ class Accumulator:
     name: str
     type: pa.DataType
     default: Any = None
+
+
+NUMBER = "number"
+"""The accumulator of an aggregate that is numbered."""
 
 
 class SumTooLarge(ArithmeticError):
@@ -118,7 +123,8 @@ class Aggregate(ABC):
     @abstractmethod
     def merge(self, vectors: Vectors, rows: IntArray, other: Vectors, other_rows: IntArray) -> None:
         """Add what the rows `other_rows` of `other` have accumulated. No row repeats in `rows`. `other` stays as it is, and
-        its records are taken to have come later."""
+        its records are taken to have come later; in sliding and cumulating windows and in sessions, they may have later
+        times instead."""
 
     @abstractmethod
     def result(self, vectors: Vectors, rows: IntArray) -> pa.Array:
@@ -128,6 +134,12 @@ class Aggregate(ABC):
         """Take records back that were added before, in any order. Define it if the aggregate can do that: then it can be
         used on streams of changes."""
         raise AssertionError(f"{self.label} can't take records back")
+
+    def numbered(self) -> Self | None:
+        """Return a copy that gets the numbers of the records, in the order of their arrival, as one more input. It keeps the
+        number of a record in its accumulator `NUMBER`, and merges by it. None: its result doesn't depend on that order, or
+        not in a way that `merge` can know."""
+        return None
 
     # Aggregating before the exchange (operators/combine.py).
 

@@ -1,19 +1,26 @@
 """Aggregates that choose one value: min, max, min_by, max_by, first and last, any and all.
 
 Each looks for a batch's winner of every row with whole columns, and compares only the winners with what the rows hold.
+
+Of two accumulators that are merged, the other one is the later one. That isn't so for panes and sessions. There, those that
+go by the order of arrival are numbered: the number of the chosen record is kept beside its value. State that was written
+before there were numbers has -1, which is before all others.
+
 Numbers are ordered as by Spark: NaN is larger than any other.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.dataflow.aggregates.base import (
+    NUMBER,
     Accumulator,
     Aggregate,
     BoolArray,
@@ -24,7 +31,7 @@ from tidegate.dataflow.aggregates.base import (
     wrong_type,
 )
 from tidegate.dataflow.aggregates.numpy_columns import (
-    assign,
+    copy_rows,
     first_of,
     grouped,
     is_fixed,
@@ -126,7 +133,37 @@ class Extreme(Aggregate):
         put(vector, rows[mask], values[mask], None)
 
 
-class ChosenBy(Aggregate):
+class _ByArrival(Aggregate):
+    """What those have in common whose choice depends on which record arrived first or last."""
+
+    _latest: bool
+    _is_numbered = False
+
+    def numbered(self) -> Self:
+        one = copy.copy(self)
+        one._is_numbered = True
+        return one
+
+    @property
+    def _number(self) -> Sequence[Accumulator]:
+        return (Accumulator(NUMBER, pa.int64(), -1),) if self._is_numbered else ()
+
+    def _note(self, vectors: Vectors, rows: IntArray, inputs: Sequence[pa.Array], chosen: IntArray) -> None:
+        """Keep the numbers of the records that were chosen."""
+        if self._is_numbered:
+            vectors[NUMBER].values[rows] = inputs[-1].to_numpy()[chosen]
+
+    def _gives_way(self, vectors: Vectors, rows: IntArray, other: Vectors, other_rows: IntArray) -> BoolArray:
+        """Return where the record of another table takes the place of the one that is held, if they differ in their arrival
+        only."""
+        if not self._is_numbered:
+            return np.full(len(rows), self._latest)
+        new, old = other[NUMBER].values[other_rows], vectors[NUMBER].values[rows]
+        found: BoolArray = new >= old if self._latest else new < old
+        return found
+
+
+class ChosenBy(_ByArrival):
     """The value of the record with the largest or smallest other value: min_by, max_by, first and last by a column.
 
     Records whose `by` is null don't count. Of several, the earliest wins, or the latest.
@@ -136,6 +173,7 @@ class ChosenBy(Aggregate):
         super().__init__(check_input(name, text), check_input(f"{name}, by", by))
         self.largest = largest
         self.earliest = earliest
+        self._latest = not earliest
         self._name = name
 
     @property
@@ -148,7 +186,7 @@ class ChosenBy(Aggregate):
 
     @property
     def accumulators(self) -> Sequence[Accumulator]:
-        return Accumulator("value", self.types[0]), Accumulator("by", self.types[1])
+        return Accumulator("value", self.types[0]), Accumulator("by", self.types[1]), *self._number
 
     @property
     def result_type(self) -> pa.DataType:
@@ -158,30 +196,30 @@ class ChosenBy(Aggregate):
 
     def add(self, vectors: Vectors, rows: IntArray, inputs: Sequence[pa.Array]) -> None:
         valid = valid_of(inputs[1])
-        value, by = inputs
         if valid is not None:
             keep = pa.array(valid)
-            rows, value, by = rows[valid], value.filter(keep), by.filter(keep)
+            rows, inputs = rows[valid], [each.filter(keep) for each in inputs]
         if not len(rows):
             return
+        value, by = inputs[:2]
         groups = grouped(rows)
         best = winners(ranks_of(by), groups.of, len(groups.rows), largest=self.largest, earliest=self.earliest)
         chosen = pa.array(best)
         value, by = value.take(chosen), by.take(chosen)
-        better = self._better(vectors["by"], groups.rows, values_of(by))
+        better = self._better(vectors["by"], groups.rows, values_of(by), np.full(len(best), self._latest))
         valid = valid_of(value)
         rows = groups.rows[better]
         put(vectors["value"], rows, values_of(value)[better], None if valid is None else valid[better])
         put(vectors["by"], rows, values_of(by)[better], None)
+        self._note(vectors, rows, inputs, best[better])
 
     def merge(self, vectors: Vectors, rows: IntArray, other: Vectors, other_rows: IntArray) -> None:
         source = other["by"]
         there = is_set(source, other_rows)
         rows, other_rows = rows[there], other_rows[there]
-        better = self._better(vectors["by"], rows, source.values[other_rows])
-        rows, other_rows = rows[better], other_rows[better]
-        for name in ("value", "by"):
-            assign(vectors[name], rows, other[name], other_rows)
+        at_ties = self._gives_way(vectors, rows, other, other_rows)
+        better = self._better(vectors["by"], rows, source.values[other_rows], at_ties)
+        copy_rows(vectors, rows[better], other, other_rows[better])
 
     def result(self, vectors: Vectors, rows: IntArray) -> pa.Array:
         return result_of(vectors["value"], rows, self.types[0])
@@ -193,29 +231,28 @@ class ChosenBy(Aggregate):
     def singles(self, inputs: Sequence[pa.Array], count: int) -> Sequence[pa.Array]:
         return inputs  # where `by` is null, the value is of no account
 
-    def _better(self, held: Vector, rows: IntArray, values: npt.NDArray[Any]) -> BoolArray:
-        """Return where a later value takes the place of the one that is held."""
+    def _better(self, held: Vector, rows: IntArray, values: npt.NDArray[Any], at_ties: BoolArray) -> BoolArray:
+        """Return where a value takes the place of the one that is held. `at_ties`: whether it does if it is equal."""
         there, before = is_set(held, rows), held.values[rows]
         found: BoolArray
         if values.dtype.kind == "O":
             found = np.zeros(len(rows), bool)
             for index in np.flatnonzero(there).tolist():
                 new, old = values[index], before[index]
-                found[index] = (new > old if self.largest else new < old) or (new == old and not self.earliest)
+                found[index] = (new > old if self.largest else new < old) or (new == old and at_ties[index])
         else:
             new, old = order_of(values), order_of(before)
             found = new > old if self.largest else new < old
-            if not self.earliest:
-                found |= new == old
+            found |= (new == old) & at_ties
         return found | ~there
 
 
-class Arrived(Aggregate):
+class Arrived(_ByArrival):
     """The first or the last value to arrive. Nulls count, unless they are ignored."""
 
     def __init__(self, text: str, *, latest: bool, ignore_nulls: bool) -> None:
         super().__init__(check_input("last" if latest else "first", text))
-        self.latest = latest
+        self.latest = self._latest = latest
         self.ignores_nulls = ignore_nulls
 
     @property
@@ -224,16 +261,15 @@ class Arrived(Aggregate):
 
     @property
     def accumulators(self) -> Sequence[Accumulator]:
-        return Accumulator("value", self.types[0]), Accumulator("seen", pa.bool_(), False)
+        return Accumulator("value", self.types[0]), Accumulator("seen", pa.bool_(), False), *self._number
 
     @property
     def result_type(self) -> pa.DataType:
         return self.types[0]
 
     def add(self, vectors: Vectors, rows: IntArray, inputs: Sequence[pa.Array]) -> None:
-        column = inputs[0]
         if self.ignores_nulls:
-            rows, (column,) = without_nulls(rows, column)
+            rows, inputs = without_nulls(rows, *inputs)
         if not len(rows):
             return
         seen = vectors["seen"].values
@@ -242,18 +278,15 @@ class Arrived(Aggregate):
         if not self.latest:
             fresh = ~seen[rows]
             rows, chosen = rows[fresh], chosen[fresh]
-        column = column.take(pa.array(chosen))
+        column = inputs[0].take(pa.array(chosen))
         put(vectors["value"], rows, values_of(column), valid_of(column))
         seen[rows] = True
+        self._note(vectors, rows, inputs, chosen)
 
     def merge(self, vectors: Vectors, rows: IntArray, other: Vectors, other_rows: IntArray) -> None:
-        take = other["seen"].values[other_rows]
-        seen = vectors["seen"].values
-        if not self.latest:
-            take = take & ~seen[rows]
-        rows, other_rows = rows[take], other_rows[take]
-        assign(vectors["value"], rows, other["value"], other_rows)
-        seen[rows] = True
+        gives_way = self._gives_way(vectors, rows, other, other_rows) | ~vectors["seen"].values[rows]
+        take = other["seen"].values[other_rows] & gives_way
+        copy_rows(vectors, rows[take], other, other_rows[take])
 
     def result(self, vectors: Vectors, rows: IntArray) -> pa.Array:
         return result_of(vectors["value"], rows, self.types[0])

@@ -52,8 +52,7 @@ def stddev(value: str, *, population: bool = False) -> Aggregate:
 def first(value: str, *, by: str | None = None, ignore_nulls: bool = False) -> Aggregate:
     """Return the value of the record that arrived first, or of the earliest by another value: `tg.first("price", by="ts")`.
 
-    Of records with the same `by`, the one that arrived first counts. `ignore_nulls` is for the order of arrival only. If
-    panes or sessions are merged, those of the earlier time are taken to have arrived earlier; give `by` to be exact.
+    Of records with the same `by`, the one that arrived first counts. `ignore_nulls` is for the order of arrival only.
     """
     if by is not None:
         return ChosenBy(value, by, largest=False, earliest=True, name="first")
@@ -96,12 +95,14 @@ def approx_count_distinct(value: str, *, relative_error: float = 0.02) -> Aggreg
 
 
 def collect_list(value: str) -> Aggregate:
-    """Return all values that are not null, in the order in which they arrived."""
+    """Return all values that are not null, in the order in which they arrived. In windows that are merged (sliding and
+    cumulating ones, and sessions) only those of one pane are in that order."""
     return CollectList(value)
 
 
 def collect_set(value: str) -> Aggregate:
-    """Return all distinct values that are not null, in the order in which they first arrived."""
+    """Return all distinct values that are not null, in the order in which they first arrived; in windows that are merged
+    as in `collect_list`."""
     return CollectSet(value)
 
 

@@ -140,6 +140,7 @@ class PanedWindowOperator(AtOnceWindowOperator, PanesOperator):
     def _add_all(self, batch: pa.RecordBatch) -> None:
         assert self._assigner.column is not None
         batch, times_ms = self._in_time(batch, self._assigner.column)
+        batch = self._numbered(batch)
         again: dict[int, list[list[pa.Array]]] = defaultdict(list)
         for pane, rows in split(batch, self._assigner.panes_of(times_ms)):
             keys = self._keys(rows)

@@ -92,6 +92,7 @@ class SessionWindowOperator(AggregatingWindowOperator):
             if not batch.num_rows:
                 return
         self._keep(batch, port)
+        batch = self._numbered(batch)
         known = ColumnTable(self._key_type, [])
         numbers = known.rows_of(self._keys(batch, port))
         keys = known.keys(known.rows())

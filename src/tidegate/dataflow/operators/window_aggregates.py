@@ -14,13 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from tidegate.dataflow.aggregates.aggregation import Aggregation
 from tidegate.dataflow.aggregates.base import SumTooLarge
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.aggregate import blame_sum
-from tidegate.dataflow.operators.base import KeyedBackend
+from tidegate.dataflow.operators.base import KeyedBackend, OperatorContext
 from tidegate.dataflow.operators.stepwise import Steps
 from tidegate.dataflow.operators.user_code import RAISED, blame
 from tidegate.dataflow.operators.window import COUNT, END, START, WindowOperator
@@ -53,11 +54,29 @@ class AggregatingWindowOperator(WindowOperator):
         self._descriptor = window_state(assigner, settings)
         self._settings = settings
         self._aggregation = settings.aggregation
+        self._next_number = 0  # of the next record, in the order of arrival
 
     def _open_state(self, backend: KeyedBackend) -> None:
         self._state: ColumnState = backend.column_state(self._descriptor)
 
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        if self._aggregation.needs_numbers:
+            # All records of a key were numbered by one subtask at a time, so numbers have to grow in each of them only.
+            for table in map(self._state.window, self._state.windows()):
+                rows = table.rows()
+                for name in self._aggregation.numbers:
+                    self._next_number = max(self._next_number, int(table.vectors[name].values[rows].max(initial=-1)) + 1)
+
     # What the kinds of windows use.
+
+    def _numbered(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return records with their numbers as the last column, if an aggregate goes by the order of arrival."""
+        if not self._aggregation.needs_numbers:
+            return batch
+        first = self._next_number
+        self._next_number += batch.num_rows
+        return batch.append_column("__number", pa.array(np.arange(first, self._next_number)))
 
     def _new_table(self) -> ColumnTable:
         """Return a table for accumulators that are no state."""

@@ -205,6 +205,18 @@ def test_enough_records_of_each_key_wait_no_longer() -> None:
     assert exchange.feed(("b", 1, None, None)) == [("a", 5), ("b", 1)]
 
 
+def test_long_keys_are_forgotten_before_they_take_much_memory() -> None:
+    exchange = Exchange({"n": (tg.count(), "long")}, replace(LIMITS, key_bytes=1 << 20))
+    operator: Any = exchange.ways[0].operator
+    most = 0
+    for number in range(40):
+        exchange.feed(*((f"{number} {each} " + "x" * 5000, 1, None, None) for each in (*range(20), *range(20))))
+        most = max(most, operator._index.nbytes)
+    assert most < 2 << 20 and operator._index.count < 400
+    exchange.end()
+    assert len(exchange.target.out.rows) == 800 and {row[1] for row in exchange.target.out.rows} == {2}
+
+
 def test_a_watermark_follows_the_records_that_came_before_it() -> None:
     exchange = Exchange({"n": (tg.count(), "long")})
     operator = exchange.ways[0].operator

@@ -138,6 +138,22 @@ def test_a_key_is_forgotten_when_nothing_came_for_its_ttl(backend: str) -> None:
     bench.operator.close()
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_ttl_that_is_new_begins_for_all_keys_at_the_restore(backend: str) -> None:
+    before = ranking(lambda keyed: keyed.top("op", 1, by="x"))
+    before.feed(("+I", "a", 1.0, ""), ("+I", "a", 2.0, ""), ("+I", None, 1.0, ""))
+    bench = ranking(lambda keyed: keyed.top("op", 1, by="x", ttl="1 s"), before.freeze(), make_backend=BACKENDS[backend])
+    bench.clock.now_ms = 5_000
+    bench.operator.maintain(100)
+    bench.clock.now_ms = 5_900
+    assert bench.feed(("-D", "a", 1.0, "")) != [], "it is kept for one ttl"
+    for now_ms in (6_500, 6_900):
+        bench.clock.now_ms = now_ms
+        bench.operator.maintain(100)
+    assert all(not rows.num_rows for state in bench.freeze().values() for rows in state)
+    bench.operator.close()
+
+
 def test_a_batch_is_ranked_in_steps_and_a_snapshot_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_changes, "RANKED_ROWS", 1)
     budget = Budget()

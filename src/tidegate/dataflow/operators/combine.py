@@ -56,6 +56,7 @@ class CombineLimits:
     hold_ms: int
     records: int = 1 << 22
     keys: int = 1 << 18
+    key_bytes: int = 64 << 20
     enough_records: int = 1 << 16
     enough_per_key: int = 32
     least_per_key: int = 2
@@ -176,8 +177,11 @@ class CombineOperator(Operator):
         return (
             self._held >= max(limits.enough_records, limits.enough_per_key * keys)
             or abs(self._now_ms() - self._since_ms) >= self._limits.hold_ms
-            or self._index.count >= self._limits.keys
+            or self._is_large()
         )
+
+    def _is_large(self) -> bool:
+        return self._index.count >= self._limits.keys or self._index.nbytes >= self._limits.key_bytes
 
     def _judge(self, held: int, emitted: int) -> None:
         """Let records pass for a while if too few had the same key."""
@@ -195,7 +199,7 @@ class CombineOperator(Operator):
         rows = np.flatnonzero(self._touched)
         partials = self._partials.batch(self._index.keys(rows), self._vectors, rows)
         self._held = 0
-        if self._index.count >= self._limits.keys:
+        if self._is_large():
             self._forget_keys()
         else:
             self._touched[rows] = False

@@ -115,6 +115,8 @@ class RankChangesOperator(StepwiseOperator):
         for state, batches in context.restored.items():
             for rows in batches:
                 backend.load(state, rows, known=context.goes_on)
+        if self._ttl is not None and context.restored and TOUCHED_STATE not in context.restored:
+            self._begin_ttl()
 
     def maintain(self, budget: int) -> None:
         if not self.has_work():  # work under way knows the numbers of rows, which this may change
@@ -232,6 +234,12 @@ class RankChangesOperator(StepwiseOperator):
         found = dict(zip((field.name for field in side.key), records.keys, strict=True))
         found |= zip((field.name for field in side.columns), records.columns, strict=True)
         return found.__getitem__
+
+    def _begin_ttl(self) -> None:
+        """Note the keys of records from before there was a ttl. Their time begins when the sweep sees them."""
+        rows = self._stored.table.rows()
+        for start in range(0, len(rows), RANKED_ROWS):
+            self._touched.rows_of(self._stored.table.key_columns(rows[start : start + RANKED_ROWS]))
 
     def _forget(self, rows: IntArray) -> None:
         """Forget keys that the ttl has ended, with their records."""

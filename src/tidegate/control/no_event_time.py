@@ -4,9 +4,14 @@ Event time moves below a watermark operator, and at the end of all input. Window
 job is built, and are logged as warnings when it starts. Only when a function sets a timer is it known that it does: a slot
 logs the first one. It is not an error, since the timer fires if the job is drained, and so are windows complete. A streaming
 query can't be drained, so there windows and joins without event time are an error.
+
+Windows over another column than the watermark's complete, but by a time that isn't theirs: that is logged, too. It may be
+meant, if both times are close.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from tidegate.connectors.handover import HandedSource
 from tidegate.dataflow.contracts import Source
@@ -68,7 +73,28 @@ def check_windows(plan: Plan) -> None:
 def warnings_of(plan: Plan) -> list[str]:
     """Return what to log when a job with this plan starts."""
     without = operators_without_event_time(plan, micro_batches=False)
-    return [_warning(node) for node in plan.nodes if node.needs_event_time and node.name in without]
+    return [
+        *(_warning(node) for node in plan.nodes if node.needs_event_time and node.name in without),
+        *_windows_over_other_columns(plan),
+    ]
+
+
+def _windows_over_other_columns(plan: Plan) -> Iterator[str]:
+    """Warn of windows over a column that was there beside the watermark's own, and so is not another name of it."""
+    above: dict[int, list[Node]] = {}  # the watermark operators whose time a node has, by its id
+    for node in sorted(plan.nodes, key=lambda node: node.id):
+        for port, column in enumerate(node.window_columns):
+            made = [each for edge in node.inputs if edge.port == port for each in above.get(edge.source, [])]
+            followed = {each.watermark_column or "" for each in made}
+            are_beside = followed <= {*node.input_schemas[port].names} and all(column in each.schema.names for each in made)
+            if column is not None and followed and column not in followed and are_beside:
+                yield (
+                    f"operator {node.name!r} has windows over the column {column!r}, and the watermark above it follows "
+                    f"{' and '.join(map(repr, sorted(followed)))}: a record is late if its {column!r} is behind that "
+                    f"watermark. Use .with_watermark({column!r}, delay), unless both times are close and this is meant."
+                )
+        found = {each.id: each for edge in node.inputs for each in above.get(edge.source, [])}
+        above[node.id] = [node] if node.assigns_time else [*found.values()]
 
 
 def warning_of_timer(node: Node) -> str:

@@ -92,6 +92,16 @@ class Node:
         return getattr(self.spec, "assigns_time", False)
 
     @property
+    def watermark_column(self) -> str | None:
+        """The column of the event time that its watermarks follow, if it makes them of a column."""
+        return getattr(self.spec, "column", None) if self.assigns_time else None
+
+    @property
+    def window_columns(self) -> tuple[str | None, ...]:
+        """The columns of the times that say in which windows records are, by port. Nothing for other operators."""
+        return getattr(self.spec, "window_columns", ())
+
+    @property
     def assigns_time_by_epoch(self) -> bool:
         """Whether its watermarks move only between two epochs."""
         return self.assigns_time and getattr(self.spec, "by_epoch", False)

@@ -159,12 +159,15 @@ def tumbling(ts: str | None, size: Duration, *, offset: Duration = 0, time: str 
     """Windows of one size, one after the other: `tg.tumbling("ts", "10 s")`.
 
     They begin at multiples of `size` since 1970 (UTC), plus `offset`. `tg.tumbling(None, "10 s", time="processing")` takes
-    the time at which a record arrives.
+    the time at which a record arrives, and then durations need a unit.
     """
     arguments.one_of("tumbling", "time", time, ("event", "processing"))
     if time == "processing" and ts is not None:
         arguments.refuse("tumbling", "ts", ts, "None, since time='processing' needs no column")
     column = None if time == "processing" else _column("tumbling", ts)
+    if time == "processing":
+        size_ms = arguments.clock_ms("tumbling", "size", size, at_least_ms=1)
+        return Paned(column, size_ms, size_ms, size_ms, arguments.clock_ms("tumbling", "offset", offset) % size_ms)
     size_ms = _size("tumbling", "size", size)
     return Paned(column, size_ms, size_ms, size_ms, _offset("tumbling", offset, size_ms))
 

@@ -86,6 +86,8 @@ def test_sizes_are_durations() -> None:
         ),
         (lambda: tumbling(None, "1 s"), "tumbling(ts=None): give the name of the time column"),
         (lambda: tumbling("ts", "1 s", time="processing"), "tumbling(ts='ts'): give None, since time='processing' needs"),
+        (lambda: tumbling(None, 5, time="processing"), "tumbling(size=5): give the unit, too: '5 s' or '5 ms'"),
+        (lambda: tumbling(None, "5 s", offset=5, time="processing"), "tumbling(offset=5): give the unit, too"),
         (lambda: tumbling("ts", "1 s", time="wall"), "tumbling(time='wall'): give 'event' or 'processing'"),
         (lambda: sliding("ts", "1 s", 0), "sliding(every=0): give a duration of at least 1 ms"),
         (lambda: cumulating("ts", "10 s", "3 s"), "cumulating(step='3 s'): give a duration that divides the size '10 s'"),

@@ -177,6 +177,40 @@ def test_over_without_a_watermark_is_said_to_order_records(is_query: bool) -> No
         assert [text.startswith(told) for text in warnings_of(plan)] == [True]
 
 
+@pytest.mark.parametrize(
+    ("window", "derived", "is_told"),
+    [
+        (tg.tumbling("created", 10), "key, at, created", True),
+        (tg.sessions("created", 10), "key, at, created", True),
+        (tg.tumbling("at", 10), "key, at, created", False),
+        (tg.tumbling("hour", 10), "key, at, at - at % 3600 AS hour", False),
+        (tg.tumbling("created", 10), "key, at AS created", False),
+        (tg.global_window(count=10), "key, at, created", False),
+    ],
+)
+def test_windows_over_another_column_than_the_watermarks_are_warned_of(window: Any, derived: str, is_told: bool) -> None:
+    pipeline = Pipeline()
+    source = tg.sources.generator(make_row=lambda i: (i, i, i), schema="key long, at long, created long", rows=5, rate=1)
+    read = pipeline.source("in", source).with_watermark("at", 0).select(*derived.split(", ")).key_by("key")
+    read.window(window).aggregate("windows", n=tg.count()).to("out", Nowhere())
+    told = warnings_of(make_plan(pipeline.build(), slots=2, key_group_count=8))
+    assert len(told) == is_told
+    for text in told:
+        assert text.startswith("operator 'windows' has windows over the column 'created', and the watermark")
+
+
+def test_both_sides_of_a_join_of_windows_are_looked_at() -> None:
+    pipeline, sides = Pipeline(), []
+    for number, names in enumerate((("at", "created"), ("since", "made"))):
+        schema = f"key long, {names[0]} long, {names[1]} long"
+        source = tg.sources.generator(make_row=lambda i: (i, i, i), schema=schema, rows=5, rate=1)
+        side = pipeline.source(f"in {number}", source).with_watermark(names[0], 0).key_by("key")
+        sides.append(side.window(tg.tumbling(names[number], 10)))
+    sides[0].join("joined", sides[1]).to("out", Nowhere())
+    (text,) = warnings_of(make_plan(pipeline.build(), slots=2, key_group_count=8))
+    assert text.startswith("operator 'joined' has windows over the column 'made', and the watermark")
+
+
 @pytest.mark.parametrize("timed", [0, 1, 2])
 def test_a_query_with_a_join_needs_watermarks_on_both_sides(timed: int) -> None:
     pipeline = Pipeline()
@@ -200,7 +234,7 @@ def test_a_query_with_a_join_needs_watermarks_on_both_sides(timed: int) -> None:
         (tg.sessions("at", 10), False, {}, True),
         (tg.tumbling("at", 10), True, {}, False),
         (tg.tumbling("at", 10), False, {"early": "10 s"}, False),
-        (tg.tumbling(None, 10, time="processing"), False, {}, False),
+        (tg.tumbling(None, "10 ms", time="processing"), False, {}, False),
         (tg.global_window(count=10), False, {}, False),
     ],
 )

@@ -92,7 +92,7 @@ def test_ranks_count_equal_values_before() -> None:
 
 
 def processing(**rest: Any) -> Bench:
-    return Bench(spec_of(tumbling(None, 10, time="processing")), RECORDS, returns=RESULTS, **rest)
+    return Bench(spec_of(tumbling(None, "10 ms", time="processing")), RECORDS, returns=RESULTS, **rest)
 
 
 def test_windows_of_processing_time_fire_by_the_clock() -> None:

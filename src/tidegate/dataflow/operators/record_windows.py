@@ -61,6 +61,10 @@ class RecordWindowSpec:
         """Results of a trigger need none."""
         return self.showing is None
 
+    @property
+    def window_columns(self) -> tuple[str | None, ...]:
+        return tuple(each.column for each in self.assigners)
+
     def create(self, node: Node) -> Operator:
         from tidegate.dataflow.operators.early_windows import EarlyRecordWindowOperator  # which imports this module
 

@@ -53,6 +53,10 @@ class SessionRecordSpec:
     in_columns: ClassVar[bool] = True
     needs_event_time: ClassVar[bool] = True
 
+    @property
+    def window_columns(self) -> tuple[str | None, ...]:
+        return tuple(each.column for each in self.assigners)
+
     def create(self, node: Node) -> Operator:
         return SessionRecordOperator(node, self)
 

@@ -36,6 +36,10 @@ class WindowSpec:
         return not isinstance(self.assigner, Global) and self.assigner.column is not None and not self._has_triggers
 
     @property
+    def window_columns(self) -> tuple[str | None, ...]:
+        return (None if isinstance(self.assigner, Global) else self.assigner.column,)
+
+    @property
     def _has_triggers(self) -> bool:
         return self.settings.early_ms is not None or self.settings.aggregation.has_triggers
 

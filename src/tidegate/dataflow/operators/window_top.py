@@ -55,6 +55,10 @@ class WindowTopSpec:
     needs_event_time: ClassVar[bool] = True
 
     @property
+    def window_columns(self) -> tuple[str | None, ...]:
+        return (self.assigner.column,)
+
+    @property
     def descriptors(self) -> tuple[Columns, ...]:
         return (Columns(STATE, self.fields, windowed=True),)
 

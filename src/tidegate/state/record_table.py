@@ -58,6 +58,7 @@ class RecordTable(VersionedTable):
     ) -> None:
         """`positions(count)` returns the first of so many positions that no record had."""
         super().__init__(RecordIndex(key_type), fields, touched=touched, writes_all=writes_all)
+        self.key_type = key_type
         self._store = RecordStore(columns)
         self._positions = positions
 
@@ -87,7 +88,7 @@ class RecordTable(VersionedTable):
         return self._store.take(name, rows)
 
     def key_columns(self, rows: IntArray) -> list[pa.Array]:
-        """Return the keys of these rows, a column for each column of the key."""
+        """Return the keys of these rows, a column for each column of the key, or for each field of a struct."""
         return self._index.keys(rows)[:-1]
 
     def positions(self, rows: IntArray) -> IntArray:

@@ -46,7 +46,14 @@ def stored_columns(table: RecordTable, rows: IntArray, key: Sequence[str]) -> Co
         if name not in key:
             return table.column(name, rows)
         if not keys:
-            keys.extend(table.key_columns(rows))
+            keys.extend(_whole(table.key_columns(rows), table.key_type, len(key)))
         return keys[key.index(name)]
 
     return column
+
+
+def _whole(columns: list[pa.Array], kind: pa.DataType, count: int) -> list[pa.Array]:
+    """Return as many columns as the key has. One that is a struct comes from a table as the columns of its fields."""
+    if count > 1 or not pa.types.is_struct(kind):
+        return columns
+    return [pa.StructArray.from_arrays(columns, fields=list(kind))]

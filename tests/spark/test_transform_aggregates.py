@@ -36,7 +36,7 @@ def test_a_data_frame_takes_the_updates_of_an_aggregate_as_records_of_their_own(
     def counts(stream: Any) -> Any:
         return stream.key_by("key").aggregate("counts", n=tg.count())
 
-    with pytest.raises(GraphError, match=r"emits upserts by \(key\).*\.as_append\(\)"):
+    with pytest.raises(GraphError, match=r"upserts by \(key\).*\.as_append\(\)"):
         tg.transform(events(spark), counts)
     rows = tg.transform(events(spark), lambda stream: counts(stream).as_append()).collect()
     assert {key: max(row.n for row in rows if row.key == key) for key in range(7)} == {

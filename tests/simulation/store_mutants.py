@@ -366,7 +366,7 @@ STORE_MUTANTS = (
         "skip what is unreadable",
         "an unreadable manifest leads to an older snapshot",
         row=4,
-        rates=FaultRates(kinds=("bit flips", "coordinator dies", "slot dies"), most_faults=20),
+        rates=FaultRates(kinds=("bit flips", "coordinator dies"), most_faults=40),
         patches=((catalog.SnapshotCatalog, "load", _skip_what_is_unreadable),),
     ),
     Mutant(

@@ -64,7 +64,7 @@ NOTICED_BY: dict[str, tuple[int, ...]] = {
     "restored state is known": (2,),
     "savepoints supersede": (1,),
     "shifted ranges": (1,),
-    "skip what is unreadable": (365,),
+    "skip what is unreadable": (30,),
     "swallow commit errors": (35,),
     "triggered again": (10, 16, 16, 16, 12, 12),
     "union state grows": (7,),

@@ -61,7 +61,7 @@ def settings() -> None:
     tg.Snapshots("snapshots/")  # error: call-arg
     tg.Snapshots(to="snapshots/", experimental_protocol="chandy_lamport")  # error: call-arg
     tg.Snapshots(to="snapshots/", mode="exactly-once")  # error: arg-type
-    tg.Heap(1)  # error: call-arg
+    tg.Heap(memory=1.5)  # error: arg-type
     tg.heap()  # error: attr-defined
     tg.RocksDB(memory=None)  # error: arg-type
     tg.Job("job", slots="2")  # error: arg-type

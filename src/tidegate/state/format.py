@@ -202,7 +202,7 @@ class StateFileReader:
         content = memoryview(self._exactly(offset, self._index_bytes + _TRAILER.size))
         index, trailer = content[: self._index_bytes], content[self._index_bytes :]
         end = bytes(trailer[-len(MAGIC) :])
-        if end != MAGIC and end[:-1] == MAGIC[:-1] == self._exactly(0, len(MAGIC))[:-1]:
+        if end != MAGIC and end[:-1] == MAGIC[:-1] and end == self._exactly(0, len(MAGIC)):
             raise RestoreError(
                 f"{self._name} has state file format {end[-1]}, and this Tidegate reads format {MAGIC[-1]}: it was "
                 f"written by another version. Use that version or a newer one"

@@ -102,7 +102,10 @@ REFUSED: dict[str, tuple[Callable[[tg.Stream], object], str]] = {
         lambda stream: stream.key_by("auction").window(tg.global_window(count=2)).aggregate("w", n=tg.count()),
         "window 'w' takes",
     ),
-    "last": (lambda stream: stream.key_by("auction").aggregate("a", last=tg.last("n")), "can't take a record back"),
+    "distinct": (
+        lambda stream: stream.key_by("auction").aggregate("a", n=tg.count_distinct("n")),
+        "can't take a record back",
+    ),
     "rebalance": (lambda stream: stream.rebalance(), "'changes' emits insertions and deletions, and rebalance brings"),
     "broadcast": (lambda stream: stream.connect(stream.broadcast()).process("b", Nobody()), "takes records that are"),
     "key": (

@@ -213,7 +213,8 @@ def test_the_merge_never_goes_back_and_never_promises_more_than_its_live_channel
             announced_idle = True
         assert announced_idle == (not live_ms and not ended), "downstream must know whether to wait"
         assert ended == (merge.current_ms == MAX_WATERMARK_MS)
-        assert merge.current_ms >= min(live_ms, default=MIN_WATERMARK_MS)
+        if kind != "epoch":  # which moves no time: in the next epoch each channel reports again
+            assert merge.current_ms >= min(live_ms, default=MIN_WATERMARK_MS)
 
 
 # ------------------------------------------------------------------------------------------------------ splits

@@ -67,7 +67,8 @@ class PieceWriter:
     def write(self, frozen: FrozenState, *, epoch: int, base: int, full: bool) -> OperatorEntry:
         """Write the piece, and return the operator's entry with only this piece. `base` is the newest complete epoch when
         this one was triggered, or 0."""
-        states = frozen.states
+        # A file has its sections in the order of the states. Keyed state is written first.
+        states = sorted(frozen.states, key=lambda info: info.kind is not StateKind.KEYED)
         keyed = {info.name for info in states if info.kind is StateKind.KEYED}
         native, rest = _native_and_rest(frozen)
         counts: Counter[str] = Counter()

@@ -259,3 +259,20 @@ def test_deltas_of_half_the_base_s_size_make_a_new_base() -> None:
         lengths.append(len(piece.files))
     assert 1 in lengths and max(lengths) <= 6
     subtask.check()
+
+
+def test_operator_state_may_stand_before_keyed_state_in_what_is_frozen() -> None:
+    subtask = Subtask()
+    subtask.set(1, 10)
+    subtask.replace_items(7)
+    frozen = FrozenTogether(subtask.operator_states.freeze(), subtask.backend.freeze())
+    entry = subtask.writer.write(frozen, epoch=1, base=0, full=False)
+    manifest = Manifest(
+        job="job", epoch=1, attempt=1, created_ms=1, key_group_count=GROUPS, ending=None, operators={"op": entry}
+    )
+    rows = Snapshot(subtask.store, manifest).rows("op")
+    assert {state: [row for batch in batches for row in batch.to_pylist()] for state, batches in rows.items()} == {
+        "total": [{"key": 1, "value": 10}],
+        "words": [{"key": 1, "value": [10]}],
+        "items": [{"value": 7}],
+    }
